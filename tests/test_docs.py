@@ -20,8 +20,9 @@ from pages import (
     wrong_commands,
 )
 from sparkgap import DraftConfig
+from sparkgap.checkpoint import save_checkpoint
 from sparkgap.version import __version__
-from sparkgap.weights import random_weights, save_checkpoint
+from sparkgap.weights import random_weights
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from sparkgap.checkpoint import save_checkpoint
 from sparkgap.config import DraftConfig
 from sparkgap.drafter import DraftBatch, Drafter
 from sparkgap.errors import InputError
 from sparkgap.model import Block, Buffers, Draft, step
 from sparkgap.ops.markov_sample import Sampling
 from sparkgap.ops.mla_decode import Extent
-from sparkgap.weights import DraftWeights, random_weights, save_checkpoint
+from sparkgap.weights import DraftWeights, random_weights
 from tiny import draft_config
 
 MAX_LEN = 200

@@ -30,6 +30,7 @@ PART_OF = {
     "presets": "config",
     "safetensors_file": "weights",
     "sharding": "weights",
+    "checkpoint": "weights",
 }
 
 ALLOWED: dict[str, set[str]] = {
@@ -54,12 +55,12 @@ ALLOWED: dict[str, set[str]] = {
     "verify": set(),
     # The engine-free loop sees a drafter, never the model behind it.
     "speculate": {"drafter"},
-    # Measures the loop.
-    "bench": {"speculate", "drafter"},
+    # Measures the loop; counts a step's bytes by the shapes of its weights.
+    "bench": {"speculate", "drafter", "weights"},
     # Trains `model` itself; data come from a target, the held-out prompts from bench.
     "train": {"speculate", "bench.prompts", "model", "ops", "weights"},
     # Words, tables and exit codes around all of it.
-    "cli": {"bench", "train", "speculate", "drafter", "plan"},
+    "cli": {"bench", "train", "speculate", "drafter", "plan", "weights"},
     # The public names, imported when first used.
     "": {"drafter", "model"},
 }

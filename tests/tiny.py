@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
+from sparkgap.checkpoint import save_checkpoint
 from sparkgap.config import DraftConfig
-from sparkgap.weights import random_weights, save_checkpoint
+from sparkgap.weights import random_weights
 
 SPECIAL = ("<|start|>", "<|end|>", "<|mask|>")
 VOCAB = 256 + len(SPECIAL) + 5  # rows that no token uses, as models have them

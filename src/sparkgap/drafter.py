@@ -23,13 +23,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sparkgap.checkpoint import load_weights
 from sparkgap.config import DraftConfig
 from sparkgap.errors import InputError
 from sparkgap.kv_cache import BlockTables, LatentCache
 from sparkgap.model import Block, Draft, DraftModel
 from sparkgap.ops.markov_sample import Numerics, Sampling
 from sparkgap.ops.mla_decode import Extent
-from sparkgap.weights import DraftWeights, load_weights
+from sparkgap.weights import DraftWeights
 
 BLOCK_SIZE = 64
 

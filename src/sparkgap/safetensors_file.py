@@ -4,7 +4,7 @@
 
 A file is 8 bytes of header length, a JSON header (name → dtype, shape, data offsets),
 then the data. Headers are read here, so that a truncated file is told from a missing
-tensor and both before a byte of data is read; data goes through the safetensors library.
+tensor and both before a byte of data is read; data comes through the library.
 """
 
 import json

@@ -1,33 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright the Sparkgap authors
-"""DraftWeights: the tensors of a draft, and the checkpoint folders they come from.
+"""DraftWeights: the tensors of a draft, under the names of the published K3 file.
 
-The dataclasses are views over whatever holds the parameters, row-major [N, K]. Loading
-reads every file's header first (`safetensors_file.py`), so that a missing, extra or
-mis-shaped tensor of a 7 GB checkpoint is refused before any of its data is read.
-
-Canonical names are those of the published K3 file; `_canonical` maps the others seen:
-prefixes `model.` and `draft_model.`, `fc` / `hidden_norm` / `norm` for context_proj /
-context_norm / final_norm. Fused gate/up and fused q_a/kv_a are taken as they are.
+The dataclasses are views over whatever holds the parameters, row-major [N, K].
+`checkpoint.py` reads them from folders and writes them; `sharding.py` cuts them.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from sparkgap.config import DraftConfig
-from sparkgap.errors import InputError
-from sparkgap.safetensors_file import StoredTensor, stored_tensors
-
-
-class WeightsError(InputError):
-    """A checkpoint does not hold the tensors its config asks for; all are listed."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +41,8 @@ class LayerWeights:
         return self._heads(config)[:, config.qk_nope_head_dim :]
 
     def _heads(self, config: DraftConfig) -> Tensor:
-        return self.kv_b.unflatten(0, (-1, config.qk_nope_head_dim + config.v_head_dim))
+        width = config.qk_nope_head_dim + config.v_head_dim
+        return self.kv_b.view(-1, width, config.kv_lora_rank)
 
 
 @dataclass(frozen=True)
@@ -167,154 +154,6 @@ def optional_tensors(c: DraftConfig) -> Shapes:
     }
 
 
-_RENAMED = {
-    "fc.weight": "context_proj.weight",
-    "hidden_norm.weight": "context_norm.weight",
-    "norm.weight": "final_norm.weight",
-}
-
-
-def _canonical(name: str) -> str | None:
-    """The canonical name, or None for a tensor that is known and not needed."""
-    for prefix in ("draft_model.", "model."):
-        name = name.removeprefix(prefix)
-    # t2d is the inverse of d2t; rotary tables are computed.
-    if name == "t2d" or name.endswith("rotary_emb.inv_freq"):
-        return None
-    return _RENAMED.get(name, name)
-
-
-def _split_fused(name: str, c: DraftConfig) -> list[tuple[str, int, int]]:
-    """A stored tensor → [(canonical name, first row, rows)] it holds, if it is fused."""
-    stem, _, last = name.removesuffix(".weight").rpartition(".")
-    parts = {
-        "gate_up_proj": [
-            ("gate_proj", c.intermediate_size),
-            ("up_proj", c.intermediate_size),
-        ],
-        "fused_qkv_a_proj": [
-            ("q_a_proj", c.q_lora_rank),
-            ("kv_a_proj_with_mqa", c.latent_dim),
-        ],
-    }.get(last, [])
-    found, row = [], 0
-    for part, rows in parts:
-        found.append((f"{stem}.{part}.weight", row, rows))
-        row += rows
-    return found
-
-
-@dataclass(frozen=True)
-class _Source:
-    """Where a canonical tensor lies: rows [row, row + rows) of a stored one, or all."""
-
-    stored: StoredTensor
-    row: int = 0
-    rows: int | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        shape = self.stored.shape
-        return shape if self.rows is None else (self.rows, *shape[1:])
-
-    def read(self) -> Tensor:
-        tensor = self.stored.read()
-        return tensor if self.rows is None else tensor[self.row : self.row + self.rows]
-
-
-def load_weights(
-    path: str | Path,
-    config: DraftConfig,
-    dtype: torch.dtype | None = None,
-    device: str | torch.device = "cpu",
-) -> DraftWeights:
-    """Read a checkpoint folder's safetensors, single or sharded.
-
-    dtype: convert floating tensors (default: as stored). Raises WeightsError listing
-    every missing, extra, mis-shaped or quantised tensor, InputError for broken files.
-    """
-    folder = Path(path)
-    sources, problems = _sources(stored_tensors(folder), config)
-    wanted = expected_tensors(config)
-    allowed = wanted | optional_tensors(config)
-    problems += [
-        f"{n} {list(s)} is missing" for n, s in wanted.items() if n not in sources
-    ]
-    for name, source in sources.items():
-        problems += _faults(name, source, allowed.get(name))
-    if problems:
-        lines = "".join(f"\n  - {problem}" for problem in sorted(problems))
-        raise WeightsError(
-            f"{folder} does not hold the weights its config.json describes; use the "
-            f"files and the config.json of one checkpoint:{lines}"
-        )
-
-    def read(name: str) -> Tensor:
-        tensor = sources[name].read()
-        wide = dtype if tensor.is_floating_point() else None
-        return tensor.to(device=device, dtype=wide)
-
-    tensors = {name: read(name) for name in sources}
-    if config.draft_vocab_size != config.vocab_size:
-        _check_d2t(tensors["d2t"], config, folder)
-    return assemble(tensors, config)
-
-
-def _sources(
-    stored: list[StoredTensor], config: DraftConfig
-) -> tuple[dict[str, _Source], list[str]]:
-    sources: dict[str, _Source] = {}
-    problems = []
-    for tensor in stored:
-        name = _canonical(tensor.name)
-        if name is None:
-            continue
-        fused = _split_fused(name, config)
-        rows = sum(count for _, _, count in fused)
-        if fused and tensor.shape[:1] != (rows,):
-            problems.append(
-                f"{tensor.name} is {list(tensor.shape)}, wanted {rows} rows"
-            )
-        parts = [(part, _Source(tensor, row, count)) for part, row, count in fused]
-        for part, source in parts or [(name, _Source(tensor))]:
-            if part in sources:
-                twice = sources[part].stored
-                problems.append(
-                    f"{part} is there twice: as {twice.name} in {twice.file.name} and as "
-                    f"{tensor.name} in {tensor.file.name}"
-                )
-            sources[part] = source
-    return sources, problems
-
-
-def _faults(name: str, source: _Source, shape: tuple[int, ...] | None) -> list[str]:
-    if shape is None:
-        return [f"{name} {list(source.shape)} is extra: the config has no place for it"]
-    faults = []
-    if source.shape != shape:
-        faults.append(f"{name} is {list(source.shape)}, wanted {list(shape)}")
-    kinds = ("I64", "I32") if name == "d2t" else ("F32", "F16", "BF16")
-    if source.stored.dtype not in kinds:
-        faults.append(
-            f"{name} is stored as {source.stored.dtype}, wanted {' or '.join(kinds)} "
-            "(quantised drafts are not served yet)"
-        )
-    return faults
-
-
-def _check_d2t(d2t: Tensor, config: DraftConfig, folder: Path) -> None:
-    """Offsets must lead into the target's vocabulary, each id at most once."""
-    targets = d2t + torch.arange(len(d2t), device=d2t.device)
-    low, high = int(targets.min()), int(targets.max())
-    if low < 0 or high >= config.vocab_size:
-        raise WeightsError(
-            f"{folder}: d2t maps draft ids to target ids {low} to {high}, wanted 0 to "
-            f"{config.vocab_size - 1}; d2t holds offsets, target id = i + d2t[i]"
-        )
-    if len(targets.unique()) != len(targets):
-        raise WeightsError(f"{folder}: d2t maps two draft ids to one target id")
-
-
 def assemble(tensors: Mapping[str, Tensor], config: DraftConfig) -> DraftWeights:
     """Canonical tensors → DraftWeights; gate and up are joined."""
     taps = range(config.num_taps if config.fc_norm else 0)
@@ -408,21 +247,6 @@ def canonical_tensors(weights: DraftWeights) -> dict[str, Tensor]:
         named["confidence_head.proj.weight"] = weights.confidence.weight
         named["confidence_head.proj.bias"] = weights.confidence.bias
     return {name: tensor for name, tensor in named.items() if tensor is not None}
-
-
-def save_checkpoint(
-    path: str | Path, config: DraftConfig, weights: DraftWeights
-) -> None:
-    """Write config.json and model.safetensors; a crash leaves no half-written file."""
-    folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {n: t.contiguous() for n, t in canonical_tensors(weights).items()}
-    half = folder / "model.safetensors.part"
-    save_file(tensors, half, metadata={"format": "pt"})
-    half.replace(folder / "model.safetensors")
-    half = folder / "config.json.part"
-    half.write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
-    half.replace(folder / "config.json")
 
 
 def random_weights(

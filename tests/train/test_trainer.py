@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sparkgap.checkpoint import load_weights, save_checkpoint
 from sparkgap.config import DraftConfig
 from sparkgap.errors import InputError
 from sparkgap.model import DraftModel
@@ -17,7 +18,7 @@ from sparkgap.train.optimizer import Schedule
 from sparkgap.train.parameters import named_tensors, with_tensors
 from sparkgap.train.recipe import Geometry, geometry_for, make_corpus, mask_token
 from sparkgap.train.trainer import Trainer, TrainSettings, TrainState
-from sparkgap.weights import load_weights, random_weights, save_checkpoint
+from sparkgap.weights import random_weights
 
 SETTINGS = TrainSettings(
     Schedule(steps=8, warmup=2), sequences=3, anchors=5, save_every=4

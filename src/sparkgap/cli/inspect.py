@@ -105,7 +105,8 @@ def _source(draft: str) -> str:
 
 
 def _tensors(draft: str, config: "DraftConfig") -> list[dict[str, Any]]:
-    """What the files hold; of a preset, what they would."""
+    """What the files hold, if it is what the config asks for; of a preset, that."""
+    from sparkgap.checkpoint import check_weights
     from sparkgap.presets import PRESETS
     from sparkgap.safetensors_file import stored_tensors
     from sparkgap.weights import expected_tensors
@@ -113,6 +114,7 @@ def _tensors(draft: str, config: "DraftConfig") -> list[dict[str, Any]]:
     if draft in PRESETS:
         shapes = expected_tensors(config)
         return [{"name": name, "shape": list(shape)} for name, shape in shapes.items()]
+    check_weights(draft, config)
     return [
         {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "file": t.file.name}
         for t in stored_tensors(Path(draft))

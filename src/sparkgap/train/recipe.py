@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from sparkgap.bench.prompts import HELD_OUT
+from sparkgap.checkpoint import save_checkpoint
 from sparkgap.config import DraftConfig
 from sparkgap.errors import InputError
 from sparkgap.speculate.target import Target
@@ -23,7 +24,6 @@ from sparkgap.train.corpus import Corpus, CorpusPlan, generate_corpus
 from sparkgap.train.evaluate import Acceptance, accepted_length
 from sparkgap.train.trainer import HELD_OUT_LENGTH, Trainer, TrainSettings, TrainState
 from sparkgap.version import __version__
-from sparkgap.weights import save_checkpoint
 
 Progress = Callable[[str, float], None]
 # The longest context the draft claims; training sees a few hundred tokens.
@@ -130,9 +130,14 @@ def make_corpus(
     return corpus
 
 
-def held_out(target: Target, temperature: float, seed: int = 1) -> Corpus:
-    """The target's answers to the held-out prompts, two each, at one temperature."""
-    prompts = [p for kind in HELD_OUT.values() for p in kind]
+def held_out(
+    target: Target, temperature: float, of_each_kind: int, seed: int = 1
+) -> Corpus:
+    """The target's answers to held-out prompts of every kind, at one temperature.
+
+    Twice as many conversations as prompts, each with prompts drawn at random.
+    """
+    prompts = [p for kind in HELD_OUT.values() for p in kind[:of_each_kind]]
     plan = CorpusPlan(
         batches=1,
         rows=2 * len(prompts),
@@ -144,13 +149,13 @@ def held_out(target: Target, temperature: float, seed: int = 1) -> Corpus:
 
 
 def evaluate(trainer: Trainer, target: Target) -> dict[str, Acceptance]:
-    """Accepted length on the held-out prompts, greedy and at temperature 1."""
+    """Accepted length on held-out prompts, greedy and at temperature 1."""
     return {
         name: accepted_length(
             trainer.draft,
             trainer.view,
             trainer.lm_head,
-            held_out(target, temperature),
+            held_out(target, temperature, trainer.settings.held_out),
             greedy=temperature == 0,
         )
         for name, temperature in (("greedy", 0.0), ("temperature 1", 1.0))
