@@ -64,7 +64,7 @@ def frequencies(dim: int, theta: float, yarn: Any) -> list[float]:
 def table_magnitude(yarn: Any) -> float:
     if yarn is None:
         return 1.0
-    over = yarn_magnitude(yarn.factor, yarn.mscale_all_dim or 0.0)
+    over = yarn_magnitude(yarn.factor, yarn.mscale_all_dim)
     return yarn_magnitude(yarn.factor, yarn.mscale) / over
 
 
@@ -87,7 +87,7 @@ def softmax_scale(config: Any) -> float:
     if yarn is not None and yarn.attention_factor != 1:
         # Not given counts as 0 here too, so the factor is 1 (vLLM 0.33.0,
         # models/kimi_k3/nvidia/mla.py:182).
-        scale *= yarn_magnitude(yarn.factor, yarn.mscale_all_dim or 0.0) ** 2
+        scale *= yarn_magnitude(yarn.factor, yarn.mscale_all_dim) ** 2
     return scale
 
 

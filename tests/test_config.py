@@ -459,12 +459,11 @@ def test_yarn_factors():
     plain = Yarn(32, 64)
     assert plain.table_scale == pytest.approx(m(1))
     assert plain.table_scale == pytest.approx(1.347, abs=1e-3)
-    assert plain.softmax_correction == pytest.approx(m(1) ** 2)
+    assert plain.softmax_correction == 1
     k3 = Yarn(32, 64, mscale=1.0, mscale_all_dim=1.0)
     assert k3.table_scale == 1
     assert k3.softmax_correction == pytest.approx(m(1) ** 2)
     assert Yarn(32, 64, attention_factor=1.0).softmax_correction == 1
-    assert Yarn(32, 64, mscale_all_dim=0.0).softmax_correction == 1
     assert Yarn(1, 64).table_scale == 1
     scaled = read(rope_parameters=YARN)
     assert scaled.softmax_scale == pytest.approx(24**-0.5 * m(1) ** 2)
@@ -480,7 +479,7 @@ yarns = st.builds(
     beta_fast=above_zero,
     beta_slow=above_zero,
     mscale=magnitudes,
-    mscale_all_dim=st.none() | magnitudes,
+    mscale_all_dim=magnitudes,
     attention_factor=st.none() | magnitudes,
 )
 

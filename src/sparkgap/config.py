@@ -42,8 +42,8 @@ def _magnitude(factor: float, mscale: float) -> float:
 class Yarn:
     """YaRN scaling of rotary frequencies, in the form DeepSeek and vLLM compute it.
 
-    mscale_all_dim None: not given, which counts as 0 in the table and as 1 in the
-    softmax scale. attention_factor 1 switches the softmax correction off.
+    Without mscale_all_dim (0) only the table is scaled; attention_factor 1 switches the
+    softmax correction off (vLLM 0.33.0, models/kimi_k3/nvidia/mla.py).
     """
 
     factor: float
@@ -51,13 +51,13 @@ class Yarn:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     mscale: float = 1.0
-    mscale_all_dim: float | None = None
+    mscale_all_dim: float = 0.0
     attention_factor: float | None = None
 
     @property
     def table_scale(self) -> float:
         """What cosines and sines are multiplied by."""
-        over = _magnitude(self.factor, self.mscale_all_dim or 0.0)
+        over = _magnitude(self.factor, self.mscale_all_dim)
         return _magnitude(self.factor, self.mscale) / over
 
     @property
@@ -65,8 +65,7 @@ class Yarn:
         """What the softmax scale is multiplied by."""
         if self.attention_factor == 1:
             return 1.0
-        all_dim = 1.0 if self.mscale_all_dim is None else self.mscale_all_dim
-        return _magnitude(self.factor, all_dim) ** 2
+        return _magnitude(self.factor, self.mscale_all_dim) ** 2
 
 
 @dataclass(frozen=True)
@@ -205,12 +204,10 @@ def _written(c: DraftConfig) -> dict[str, Any]:
             "beta_fast": y.beta_fast,
             "beta_slow": y.beta_slow,
             "mscale": y.mscale,
-        }
-        optional = {
             "mscale_all_dim": y.mscale_all_dim,
-            "attention_factor": y.attention_factor,
         }
-        rope |= {key: value for key, value in optional.items() if value is not None}
+        if y.attention_factor is not None:
+            rope["attention_factor"] = y.attention_factor
     written = {
         "architectures": [ARCHITECTURE],
         "model_type": MODEL_TYPE,

@@ -362,7 +362,7 @@ def _rope(r: _Reader, dim: int) -> RopeConfig:
         beta_fast=r.number(f"{place}.beta_fast", default=32.0),
         beta_slow=r.number(f"{place}.beta_slow", default=1.0),
         mscale=1.0 if mscale is None else mscale,
-        mscale_all_dim=_plain_number(r, f"{place}.mscale_all_dim"),
+        mscale_all_dim=_plain_number(r, f"{place}.mscale_all_dim") or 0.0,
         attention_factor=_plain_number(r, f"{place}.attention_factor"),
     )
     return RopeConfig(dim, theta, yarn)
