@@ -30,7 +30,8 @@ export SPARKGAP_PROMPT = $(value PROMPT)
 .NOTPARALLEL:
 
 generate: $(STAMP)
-	@$(BIN)/sparkgap generate --compare $(ARGS) -- "$$SPARKGAP_PROMPT"
+	@[ -t 1 ] || mark="--mark brackets"; \
+	$(BIN)/sparkgap generate --compare $$mark $(ARGS) -- "$$SPARKGAP_PROMPT"
 
 test: lint types unit
 

@@ -35,6 +35,7 @@ def test_json_rows_and_provenance(run, tiny, tmp_path):
         "provenance",
         "target",
         "draft",
+        "draft_sha256",
         "dtype",
         "settings",
         "summary",

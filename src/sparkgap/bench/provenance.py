@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright the Sparkgap authors
 """What a result needs beside it to be made again: command, commit, versions, CPU."""
 
+import hashlib
 import importlib.metadata
 import platform
 import subprocess
@@ -23,7 +24,7 @@ def provenance() -> dict[str, Any]:
     commit, dirty = source_state()
     device = Device.detect()
     return {
-        "argv": sys.argv,
+        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit,
         "dirty": dirty,
@@ -57,6 +58,15 @@ def source_state() -> tuple[str | None, bool | None]:
     commit = _git(here, "rev-parse", "HEAD")
     changes = _git(here, "status", "--porcelain")
     return commit, None if changes is None else bool(changes)
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 over a checkpoint's safetensors files, in the order of their names."""
+    total = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            total.update(hashlib.file_digest(file, "sha256").digest())
+    return total.hexdigest()
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

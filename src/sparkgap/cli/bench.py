@@ -81,7 +81,7 @@ def generate(  # noqa: PLR0913, PLR0917 (parameters are options)
         pair = Pair.load(target, draft, dtype, report)
         rows = _measure(pair, dtype, held_out(prompts), settings, report)
     summary = Summary.of(rows, settings.greedy)
-    record = _record(pair, dtype, settings, summary, rows)
+    record = _record(target, pair, dtype, settings, summary, rows)
     if file is not None:
         file.write_text(
             json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8"
@@ -102,6 +102,7 @@ def _measure(
     report: Report,
 ) -> "list[Row]":
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
     from sparkgap.bench.generate import Bench
     from sparkgap.speculate.target import Target
@@ -115,6 +116,7 @@ def _measure(
         return Target.from_pretrained(str(source))
 
     report("loading the target as transformers does", 0.0)
+    logging.disable_progress_bar()  # ours is drawn already
     stock = AutoModelForCausalLM.from_pretrained(source, dtype=dtype.torch).eval()
     templated = bool(pair.target.tokenizer.chat_template)
     ids = [pair.target.encode(prompt, chat=templated) for _, prompt in prompts]
@@ -130,18 +132,20 @@ def _measure(
 
 
 def _record(
+    target: str,
     pair: Pair,
     dtype: DType,
     settings: "Settings",
     summary: "Summary",
     rows: "list[Row]",
 ) -> dict[str, Any]:
-    from sparkgap.bench.provenance import provenance
+    from sparkgap.bench.provenance import digest, provenance
 
     return {
         "provenance": provenance(),
-        "target": str(pair.target.source),
-        "draft": str(pair.draft),
+        "target": target,
+        "draft": pair.config.name,
+        "draft_sha256": digest(pair.draft),
         "dtype": dtype.value,
         "settings": asdict(settings),
         "summary": asdict(summary),

@@ -32,6 +32,7 @@ class Size:
     steps: int
     sequences: int
     anchors: int
+    held_out: int
 
     def changed(self, **given: int | None) -> "Size":
         """With the values that were given."""
@@ -39,9 +40,14 @@ class Size:
 
 
 # What made the shipped drafter on an H200.
-FULL = Size(batches=10, rows=4096, length=512, steps=7800, sequences=48, anchors=96)
-# Minutes on two cores: enough to see every stage work, not to be of use.
-QUICK = Size(batches=1, rows=32, length=192, steps=60, sequences=2, anchors=16)
+FULL = Size(
+    batches=10, rows=4096, length=512, steps=7800, sequences=48, anchors=96, held_out=6
+)
+# Ten minutes on two cores, most of them for measuring: enough to see every stage work,
+# not to be of use.
+QUICK = Size(
+    batches=1, rows=32, length=192, steps=60, sequences=2, anchors=16, held_out=1
+)
 
 SHORT = (
     "A short run ({steps} steps): it shows every stage and gives a poor drafter. "
@@ -67,7 +73,8 @@ def train(  # noqa: PLR0913, PLR0917 (parameters are options)
         typer.Option("--out", help="Checkpoint folder; the same command continues it."),
     ],
     quick: Annotated[
-        bool, typer.Option("--quick", help="Minutes, to see it work: a poor drafter.")
+        bool,
+        typer.Option("--quick", help="A small run, to see it work: a poor drafter."),
     ] = False,
     device: Annotated[str, typer.Option(help="cuda, cpu or auto.")] = "auto",
     seed: Annotated[int, typer.Option(help="Same seed, same run.")] = 0,
@@ -183,6 +190,7 @@ def _train(
                 size.anchors,
                 seed,
                 save_every=min(500, max(size.steps // 10, 1)),
+                held_out=size.held_out,
             ),
             report,
         )

@@ -69,7 +69,7 @@ def can_pack(weight: Tensor) -> bool:
     if weight.device.type != "cpu":
         return False
     if weight.dtype == torch.float32:
-        return bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
+        return bool(torch.backends.mkl.is_available())
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return False

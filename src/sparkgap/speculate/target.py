@@ -137,7 +137,13 @@ class Target:
                 "this target was made from a model alone and has no tokenizer; load it "
                 "with Target.from_pretrained"
             )
-        return AutoTokenizer.from_pretrained(self.source)
+        try:
+            return AutoTokenizer.from_pretrained(self.source)
+        except (OSError, ValueError, KeyError) as error:
+            raise InputError(
+                f"cannot load the tokenizer of {self.source}: {error}; put the model's "
+                "tokenizer.json and tokenizer_config.json into its folder"
+            ) from error
 
     @property
     def eos_ids(self) -> tuple[int, ...]:

@@ -40,13 +40,17 @@ HELD_OUT_LENGTH = 256
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Steps of `sequences` sequences × `anchors` anchors, and when to save."""
+    """Steps of `sequences` sequences × `anchors` anchors, and when to save.
+
+    held_out: prompts of each of the eight kinds to evaluate on at the end, at most 6.
+    """
 
     schedule: Schedule
     sequences: int = 64
     anchors: int = 64
     seed: int = 0
     save_every: int = 500
+    held_out: int = 6
 
 
 @dataclass
