@@ -466,7 +466,9 @@ def test_yarn_factors():
     assert Yarn(32, 64, attention_factor=1.0).softmax_correction == 1
     assert Yarn(1, 64).table_scale == 1
     scaled = read(rope_parameters=YARN)
-    assert scaled.softmax_scale == pytest.approx(24**-0.5 * m(1) ** 2)
+    assert scaled.softmax_scale == pytest.approx(24**-0.5)
+    both = read(rope_parameters=YARN | {"mscale_all_dim": 1.0})
+    assert both.softmax_scale == pytest.approx(24**-0.5 * m(1) ** 2)
 
 
 sizes = st.integers(1, 9)
