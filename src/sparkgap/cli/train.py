@@ -43,7 +43,7 @@ class Size:
 FULL = Size(
     batches=10, rows=4096, length=512, steps=7800, sequences=48, anchors=96, held_out=6
 )
-# Ten minutes on two cores, most of them for measuring: enough to see every stage work,
+# Five minutes on two cores, half of them for measuring: enough to see every stage work,
 # not to be of use.
 QUICK = Size(
     batches=1, rows=32, length=192, steps=60, sequences=2, anchors=16, held_out=1

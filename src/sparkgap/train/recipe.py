@@ -131,7 +131,7 @@ def make_corpus(
 
 
 def held_out(
-    target: Target, temperature: float, of_each_kind: int, seed: int = 1
+    target: Target, temperature: float, of_each_kind: int, progress: Progress
 ) -> Corpus:
     """The target's answers to held-out prompts of every kind, at one temperature.
 
@@ -143,23 +143,34 @@ def held_out(
         rows=2 * len(prompts),
         length=HELD_OUT_LENGTH,
         temperatures=(temperature,),
-        seed=seed,
+        seed=1,
     )
-    return generate_corpus(target, plan, prompts=prompts)
+    return generate_corpus(
+        target,
+        plan,
+        lambda _stage, share: progress(
+            f"answering at temperature {temperature:g}", share
+        ),
+        prompts,
+    )
 
 
-def evaluate(trainer: Trainer, target: Target) -> dict[str, Acceptance]:
+def evaluate(
+    trainer: Trainer, target: Target, progress: Progress
+) -> dict[str, Acceptance]:
     """Accepted length on held-out prompts, greedy and at temperature 1."""
-    return {
-        name: accepted_length(
+    found = {}
+    for name, temperature in (("greedy", 0.0), ("temperature 1", 1.0)):
+        answers = held_out(target, temperature, trainer.settings.held_out, progress)
+        progress(f"measuring acceptance, {name}", 0.0)
+        found[name] = accepted_length(
             trainer.draft,
             trainer.view,
             trainer.lm_head,
-            held_out(target, temperature, trainer.settings.held_out),
+            answers,
             greedy=temperature == 0,
         )
-        for name, temperature in (("greedy", 0.0), ("temperature 1", 1.0))
-    }
+    return found
 
 
 def export(
@@ -217,7 +228,6 @@ def train(
         progress(what, state.step / steps)
 
     trainer.run(folder, report)
-    progress("evaluating", 0.0)
-    found = evaluate(trainer, target)
+    found = evaluate(trainer, target, progress)
     export(folder, trainer, plan, found)
     return found
