@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from sparkgap.config import DraftConfig
 from sparkgap.errors import InputError
 from sparkgap.sharding import check_shardable, shard, unshard, vocab_range
-from sparkgap.weights import canonical_tensors, random_weights
+from sparkgap.weights import LayerWeights, canonical_tensors, random_weights
 from tiny import draft_config
 
 
@@ -48,6 +49,42 @@ def test_shards_together_are_the_whole(
     assert got.keys() == want.keys()
     for name, tensor in want.items():
         assert torch.equal(got[name], tensor), name
+
+
+@given(
+    size=st.integers(1, 8),
+    vocab=st.integers(9, 70),
+    spare=st.integers(0, 8),
+)
+def test_shards_have_their_share(size: int, vocab: int, spare: int) -> None:
+    """Of everything a rank works on; what the ranks share is the very same tensor."""
+    drafts = vocab - spare
+    c = config(size, vocab, drafts)
+    weights = random_weights(c)
+    for rank in range(size):
+        part = shard(weights, c, rank, size)
+        first, end = vocab_range(drafts, rank, size)
+        assert part.markov is not None
+        assert weights.markov is not None
+        assert part.lm_head is not None
+        assert part.embedding is not None
+        assert part.lm_head.shape == (end - first, c.hidden_size)
+        assert part.markov.w2.shape == (end - first, 4)
+        start, stop = vocab_range(vocab, rank, size)
+        assert part.embedding.shape == (stop - start, c.hidden_size)
+        assert part.context_proj.shape == (8, 16 * size)
+        layer, whole = part.layers[1], weights.layers[1]
+        assert layer.q_b.shape == (2 * 16, 16)
+        assert layer.w_uk(c).shape == (2, 8, 16)
+        assert torch.equal(layer.w_uv(c), whole.w_uv(c)[2 * rank : 2 * rank + 2])
+        assert layer.o.shape == (8 * size, 2 * 8)
+        assert layer.gate_up.shape == (2 * 6, 8 * size)
+        assert layer.down.shape == (8 * size, 6)
+        assert layer.q_a is whole.q_a
+        assert layer.kv_a is whole.kv_a
+        assert part.markov.w1 is weights.markov.w1
+        assert part.confidence is weights.confidence
+        assert part.d2t is weights.d2t
 
 
 @given(vocab=st.integers(0, 300), size=st.integers(1, 16))
@@ -93,19 +130,40 @@ def test_ranks_partial_sums_are_the_layers_output() -> None:
     weights = random_weights(c, dtype=torch.float64)
     x = torch.randn(3, c.hidden_size, dtype=torch.float64)
 
-    def mlp(layer):  # type: ignore[no-untyped-def]
+    def mlp(layer: LayerWeights) -> Tensor:
         gate, up = F.linear(x, layer.gate_up).chunk(2, dim=-1)
         return F.linear(F.silu(gate) * up, layer.down)
 
-    def values(layer):  # type: ignore[no-untyped-def]
+    def values(layer: LayerWeights) -> Tensor:
         latent = x[:, : c.kv_lora_rank]
         heads = torch.einsum("tc,hvc->thv", latent, layer.w_uv(c))
         return F.linear(heads.flatten(1), layer.o)
 
     parts = [shard(weights, c, i, 4).layers[0] for i in range(4)]
     for part in (mlp, values):
-        total = sum(part(layer) for layer in parts)
+        total = torch.stack([part(layer) for layer in parts]).sum(0)
         torch.testing.assert_close(total, part(weights.layers[0]))
+
+
+def test_ranks_rows_are_the_whole_output() -> None:
+    """context_proj and lm_head, whose last ranks have no rows."""
+    c = config(8, 41, 9)
+    weights = random_weights(c, dtype=torch.float64)
+    taps = torch.randn(3, 2 * c.hidden_size, dtype=torch.float64)
+    hidden = torch.randn(3, c.hidden_size, dtype=torch.float64)
+    parts = [shard(weights, c, i, 8) for i in range(8)]
+    features = torch.cat([F.linear(taps, p.context_proj) for p in parts], dim=-1)
+    torch.testing.assert_close(features, F.linear(taps, weights.context_proj))
+    heads = [p.lm_head for p in parts if p.lm_head is not None]
+    assert [len(head) for head in heads] == [2, 2, 2, 2, 1, 0, 0, 0]
+    logits = torch.cat([F.linear(hidden, head) for head in heads], dim=-1)
+    assert weights.lm_head is not None
+    torch.testing.assert_close(logits, F.linear(hidden, weights.lm_head))
+
+
+def test_no_shards_are_no_weights() -> None:
+    with pytest.raises(InputError, match="one of each rank"):
+        unshard([])
 
 
 def test_all_that_cannot_be_shared_is_told() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sparkgap.config import DraftConfig
 from sparkgap.errors import InputError
-from sparkgap.safetensors_file import StoredTensor, stored_tensors
+from sparkgap.safetensors_file import INDEX, StoredTensor, stored_tensors
 from sparkgap.weights import (
     DraftWeights,
     assemble,
@@ -135,7 +135,6 @@ def _checked(folder: Path, config: DraftConfig) -> dict[str, _Source]:
             f"{folder} does not hold the weights its config.json describes; use the "
             f"files and the config.json of one checkpoint:{lines}"
         )
-
     return sources
 
 
@@ -197,15 +196,34 @@ def _check_d2t(d2t: Tensor, config: DraftConfig, folder: Path) -> None:
 def save_checkpoint(
     path: str | Path, config: DraftConfig, weights: DraftWeights
 ) -> None:
-    """Write config.json and model.safetensors; a crash leaves no half-written file."""
+    """Write config.json and model.safetensors over what checkpoint there was.
+
+    A crash leaves no half-written file. Files of a sharded checkpoint are removed: its
+    index would be read instead of what is written here.
+    """
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {n: t.contiguous() for n, t in canonical_tensors(weights).items()}
     half = folder / "model.safetensors.part"
-    save_file(tensors, half, metadata={"format": "pt"})
+    save_file(_apart(canonical_tensors(weights)), half, metadata={"format": "pt"})
     # The library makes files that only their owner reads; a checkpoint is for others.
     half.chmod(0o644)
     half.replace(folder / "model.safetensors")
     half = folder / "config.json.part"
     half.write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
     half.replace(folder / "config.json")
+    # The index first: without it the others are not looked at.
+    (folder / INDEX).unlink(missing_ok=True)
+    for old in folder.glob("model-*-of-*.safetensors"):
+        old.unlink()
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous, and none twice, which the library refuses: an embedding may be the
+    lm_head as well."""
+    apart: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        whole = tensor.contiguous()
+        apart[name] = whole.clone() if whole.data_ptr() in seen else whole
+        seen.add(whole.data_ptr())
+    return apart

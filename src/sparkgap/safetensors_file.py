@@ -8,6 +8,7 @@ tensor and both before a byte of data is read; data comes through the library.
 """
 
 import json
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,16 @@ from sparkgap.errors import InputError
 INDEX = "model.safetensors.index.json"
 # The library's own limit; a larger number is not a header length.
 MAX_HEADER = 100_000_000
+# Of the other types (packed ones, say) only the end of the data is checked.
+ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
+# What parsing raises on text that is not what it should be; text that is nested too
+# deep is a RecursionError.
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -50,7 +61,8 @@ def stored_tensors(folder: Path) -> list[StoredTensor]:
     if index.exists():
         return _sharded(folder, index)
     single = folder / "model.safetensors"
-    if single.exists():
+    # A link that leads nowhere does not exist, and is told as such by _header.
+    if single.exists() or single.is_symlink():
         return _header(single)
     others = sorted(p.name for p in folder.glob("*.safetensors"))
     pickled = sorted(p.name for p in folder.glob("*.bin"))
@@ -70,11 +82,12 @@ def _sharded(folder: Path, index: Path) -> list[StoredTensor]:
     try:
         placed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted({str(name) for name in placed.values()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (*MALFORMED, OSError) as error:
         raise InputError(
             f"{index} is not an index of safetensors files ({error!r}); copy it anew"
         ) from error
-    absent = [n for n in names if Path(n).name != n or not (folder / n).is_file()]
+    there = {path.name for path in folder.iterdir()}
+    absent = [name for name in names if name not in there]
     if absent:
         raise InputError(
             f"{index.name} names {', '.join(absent)}, which {folder} does not hold; "
@@ -94,27 +107,51 @@ def _sharded(folder: Path, index: Path) -> list[StoredTensor]:
 
 def _header(file: Path) -> list[StoredTensor]:
     """A file's tensors, after checking that its size is what its header promises."""
-    size = file.stat().st_size
-    with file.open("rb") as opened:
-        start = opened.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else None
-        if length is None or length > min(MAX_HEADER, size - 8):
-            raise _broken(file, size, "its header is cut off or is none")
-        text = opened.read(length)
     try:
-        header: dict[str, Any] = json.loads(text)
-        header.pop("__metadata__", None)
-        tensors = [
-            StoredTensor(name, str(t["dtype"]), tuple(map(int, t["shape"])), file)
-            for name, t in header.items()
-        ]
-        end = max((int(t["data_offsets"][1]) for t in header.values()), default=0)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        with file.open("rb") as opened:
+            size = file.stat().st_size
+            start = opened.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else None
+            if length is None or length > min(MAX_HEADER, size - 8):
+                raise _broken(file, size, "its header is cut off or is none")
+            text = opened.read(length)
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error}; copy it anew") from error
+    try:
+        tensors, end = _parsed(text, file)
+    except MALFORMED as error:
         raise _broken(file, size, f"its header is not one ({error!r})") from error
     promised = 8 + length + end
     if promised != size:
         raise _broken(file, size, f"its header promises {promised:,} bytes")
     return tensors
+
+
+def _parsed(text: bytes, file: Path) -> tuple[list[StoredTensor], int]:
+    """The tensors that a header lists, and the end of their data.
+
+    Raises one of MALFORMED unless they lie side by side, each as long as its shape.
+    """
+    header: dict[str, dict[str, Any]] = json.loads(text)
+    header.pop("__metadata__", None)
+    tensors, places = [], []
+    for name, fields in header.items():
+        dtype, shape = fields["dtype"], fields["shape"]
+        first, end = fields["data_offsets"]
+        sizes = [*shape, first, end]
+        if not all(type(size) is int and size >= 0 for size in sizes):
+            raise ValueError(f"{name} has shape {shape} at {first} to {end}")
+        bytes_each = ITEM_BYTES.get(dtype)
+        if bytes_each is not None and end - first != bytes_each * math.prod(shape):
+            raise ValueError(f"{name}, {dtype} {shape}, has {end - first} bytes")
+        tensors.append(StoredTensor(name, str(dtype), tuple(shape), file))
+        places.append((first, end, name))
+    filled = 0
+    for first, end, name in sorted(places):
+        if first != filled:
+            raise ValueError(f"{name} starts at {first}, wanted {filled}")
+        filled = end
+    return tensors, filled
 
 
 def _broken(file: Path, size: int, why: str) -> InputError:

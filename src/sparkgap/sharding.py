@@ -94,6 +94,8 @@ def shard(
 
 def unshard(shards: Sequence[DraftWeights]) -> DraftWeights:
     """The whole weights from all ranks' shards in rank order."""
+    if not shards:
+        raise InputError("no shards to put together, wanted one of each rank")
     first = shards[0]
 
     def joined(pick: Callable[[DraftWeights], Tensor], dim: int = 0) -> Tensor:
