@@ -20,6 +20,7 @@ from sparkgap.checkpoint import (
     save_checkpoint,
 )
 from sparkgap.config import DraftConfig
+from sparkgap.sharding import shard
 from sparkgap.weights import (
     canonical_tensors,
     random_weights,
@@ -333,3 +334,88 @@ def test_a_checkpoint_is_readable_by_others(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, c, random_weights(c))
     for name in ("model.safetensors", "config.json"):
         assert (tmp_path / name).stat().st_mode & 0o044 == 0o044
+
+
+@pytest.mark.parametrize(
+    ("row", "target", "is_served"),
+    [(0, -1, False), (0, 0, True), (89, 263, True), (89, 264, False)],
+    ids=str,
+)
+def test_d2t_reaches_the_vocabularys_ends_and_no_further(
+    tmp_path: Path, row: int, target: int, is_served: bool
+) -> None:
+    c = config(draft_vocab_size=90)
+    tensors = bare(c)
+    tensors["d2t"] = tensors["d2t"].clone()
+    tensors["d2t"][row] = target - row
+    write(tmp_path, tensors)
+    if is_served:
+        assert load_weights(tmp_path, c).d2t is not None
+    else:
+        with pytest.raises(WeightsError, match="wanted 0 to 263; d2t holds offsets"):
+            load_weights(tmp_path, c)
+
+
+def test_offsets_stay_whole_numbers_whatever_the_dtype(tmp_path: Path) -> None:
+    """bf16 has 8 bits: offsets above 256 would be rounded."""
+    c = config(vocab_size=4001, draft_vocab_size=1000)
+    weights = random_weights(c)
+    save_checkpoint(tmp_path, c, weights)
+    loaded = load_weights(tmp_path, c, dtype=torch.bfloat16)
+    assert loaded.final_norm.dtype == torch.bfloat16
+    assert loaded.d2t is not None
+    assert weights.d2t is not None
+    assert torch.equal(loaded.d2t, weights.d2t)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_weights_of_another_config_are_not_saved(tmp_path: Path) -> None:
+    c = config()
+    weights = random_weights(c)
+    shards(tmp_path, bare(c))
+    before = content(tmp_path)
+    wrong = {
+        "context_proj.weight is [16, 64], wanted [32, 64]": shard(weights, c, 0, 2),
+        "markov_w1.weight [264, 4] is missing": replace(weights, markov=None),
+        "fc_norm.0.weight [32] is extra": random_weights(config(fc_norm=True)),
+    }
+    for told, unfit in wrong.items():
+        with pytest.raises(WeightsError, match="nothing was written") as caught:
+            save_checkpoint(tmp_path, c, unfit)
+        assert told in str(caught.value)
+        assert content(tmp_path) == before
+
+
+def test_without_an_index_other_files_are_left_alone(tmp_path: Path) -> None:
+    c = config()
+    other = tmp_path / "model-00001-of-00002.safetensors"
+    other.write_bytes(b"somebody's")
+    save_checkpoint(tmp_path, c, random_weights(c))
+    assert other.read_bytes() == b"somebody's"
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["single", "sharded"])
+@pytest.mark.parametrize("fails", ["save_file", "json.dumps"])
+def test_a_failure_leaves_the_old_files_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool, fails: str
+) -> None:
+    """Else the new weights would run under the old config, with no error to see."""
+    old, new = config(), config(rms_norm_eps=1e-3)
+    save_checkpoint(tmp_path, old, random_weights(old))
+    if sharded:
+        (tmp_path / "model.safetensors").unlink()
+        shards(tmp_path, bare(old))
+    before = content(tmp_path)
+
+    def full(*args: object, **_options: object) -> str:
+        if fails == "save_file":
+            Path(str(args[1])).write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(f"sparkgap.checkpoint.{fails}", full)
+    with pytest.raises(OSError, match="disk full"):
+        save_checkpoint(tmp_path, new, random_weights(new, seed=1))
+    assert content(tmp_path) == before

@@ -2,6 +2,9 @@
 # SPDX-FileCopyrightText: Copyright the Sparkgap authors
 """Shards of all ranks put together are bitwise the whole."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -180,3 +183,23 @@ def test_all_that_cannot_be_shared_is_told() -> None:
     for rank in (-1, 4):
         with pytest.raises(InputError, match="wanted 0 to 3"):
             shard(random_weights(c), c, rank, 4)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [("lm_head", "lm_head"), ("embedding", "embedding"), ("markov", "Markov head")],
+)
+def test_a_part_that_one_rank_lacks_is_told(rank: int, part: str, told: str) -> None:
+    c = config(2, 41, 41)
+    shards = [shard(random_weights(c), c, i, 2) for i in range(2)]
+    lacking: dict[str, Any] = {part: None}
+    shards[rank] = replace(shards[rank], **lacking)
+    with pytest.raises(InputError, match=f"ranks {rank} hold no {told}"):
+        unshard(shards)
+
+
+def test_a_shard_is_not_cut_again() -> None:
+    c = config(4, 40, 40)
+    with pytest.raises(InputError, match="has 16 rows, wanted hidden_size 32"):
+        shard(shard(random_weights(c), c, 0, 2), c, 0, 2)

@@ -23,6 +23,7 @@ from sparkgap.errors import InputError
 from sparkgap.safetensors_file import INDEX, StoredTensor, stored_tensors
 from sparkgap.weights import (
     DraftWeights,
+    Shapes,
     assemble,
     canonical_tensors,
     expected_tensors,
@@ -122,13 +123,9 @@ def load_weights(
 def _checked(folder: Path, config: DraftConfig) -> dict[str, _Source]:
     """Where each tensor of a checkpoint lies; WeightsError unless all is as it must."""
     sources, problems = _sources(stored_tensors(folder), config)
-    wanted = expected_tensors(config)
-    allowed = wanted | optional_tensors(config)
-    problems += [
-        f"{n} {list(s)} is missing" for n, s in wanted.items() if n not in sources
-    ]
-    for name, source in sources.items():
-        problems += _faults(name, source, allowed.get(name))
+    problems += _misfits({n: source.shape for n, source in sources.items()}, config)
+    for name in sources.keys() & (expected_tensors(config) | optional_tensors(config)):
+        problems += _unserved(name, sources[name].stored.dtype)
     if problems:
         lines = "".join(f"\n  - {problem}" for problem in sorted(problems))
         raise WeightsError(
@@ -165,19 +162,29 @@ def _sources(
     return sources, problems
 
 
-def _faults(name: str, source: _Source, shape: tuple[int, ...] | None) -> list[str]:
-    if shape is None:
-        return [f"{name} {list(source.shape)} is extra: the config has no place for it"]
-    faults = []
-    if source.shape != shape:
-        faults.append(f"{name} is {list(source.shape)}, wanted {list(shape)}")
+def _misfits(shapes: Shapes, config: DraftConfig) -> list[str]:
+    """What tensors of these names and shapes lack, or have too much, for a config."""
+    wanted = expected_tensors(config)
+    allowed = wanted | optional_tensors(config)
+    problems = [
+        f"{n} {list(s)} is missing" for n, s in wanted.items() if n not in shapes
+    ]
+    for name, shape in shapes.items():
+        if name not in allowed:
+            problems.append(
+                f"{name} {list(shape)} is extra: the config has no place for it"
+            )
+        elif shape != allowed[name]:
+            problems.append(f"{name} is {list(shape)}, wanted {list(allowed[name])}")
+    return problems
+
+
+def _unserved(name: str, dtype: str) -> list[str]:
     kinds = ("I64", "I32") if name == "d2t" else ("F32", "F16", "BF16")
-    if source.stored.dtype not in kinds:
-        faults.append(
-            f"{name} is stored as {source.stored.dtype}, wanted {' or '.join(kinds)} "
-            "(quantised drafts are not served yet)"
-        )
-    return faults
+    if dtype in kinds:
+        return []
+    wanted = f"{name} is stored as {dtype}, wanted {' or '.join(kinds)}"
+    return [wanted if name == "d2t" else f"{wanted} (quantised is not served yet)"]
 
 
 def _check_d2t(d2t: Tensor, config: DraftConfig, folder: Path) -> None:
@@ -198,23 +205,47 @@ def save_checkpoint(
 ) -> None:
     """Write config.json and model.safetensors over what checkpoint there was.
 
-    A crash leaves no half-written file. Files of a sharded checkpoint are removed: its
-    index would be read instead of what is written here.
+    Both are written under other names first, so a failure leaves the old ones and no
+    more. Files of a sharded checkpoint are removed: its index would be read instead of
+    what is written here. Raises WeightsError before anything is touched if the weights
+    are not the config's.
     """
     folder = Path(path)
+    tensors = _apart(canonical_tensors(weights))
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    problems = _misfits(shapes, config)
+    if problems:
+        lines = "".join(f"\n  - {problem}" for problem in sorted(problems))
+        raise WeightsError(
+            f"the weights are not those of {config.name}, nothing was written; give "
+            f"whole weights and the config they were made for:{lines}"
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    half = folder / "model.safetensors.part"
-    save_file(_apart(canonical_tensors(weights)), half, metadata={"format": "pt"})
-    # The library makes files that only their owner reads; a checkpoint is for others.
-    half.chmod(0o644)
-    half.replace(folder / "model.safetensors")
-    half = folder / "config.json.part"
-    half.write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
-    half.replace(folder / "config.json")
-    # The index first: without it the others are not looked at.
-    (folder / INDEX).unlink(missing_ok=True)
-    for old in folder.glob("model-*-of-*.safetensors"):
+    names = ("model.safetensors", "config.json")
+    data, text = parts = [folder / f"{name}.part" for name in names]
+    try:
+        save_file(tensors, data, metadata={"format": "pt"})
+        # The library's files are their owner's to read; a checkpoint is for others.
+        data.chmod(0o644)
+        written = json.dumps(config.to_dict(), indent=2) + "\n"
+        text.write_text(written, encoding="utf-8")
+        shards = _unindexed(folder)
+        for part, name in zip(parts, names, strict=True):
+            part.replace(folder / name)
+    finally:
+        for part in parts:
+            part.unlink(missing_ok=True)
+    for old in shards:
         old.unlink()
+
+
+def _unindexed(folder: Path) -> list[Path]:
+    """Removes an index, and tells the files of its checkpoint; without an index, files
+    of such names are somebody else's."""
+    if not (folder / INDEX).exists():
+        return []
+    (folder / INDEX).unlink()
+    return list(folder.glob("model-*-of-*.safetensors"))
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

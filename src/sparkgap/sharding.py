@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright the Sparkgap authors
-"""Tensor-parallel shards of DraftWeights, as engines place them, and back.
+"""Tensor-parallel shards of DraftWeights, and back.
 
     by rows       context_proj; q_b and kv_b by heads; gate and up each; W2, lm_head and
                   embedding by vocabulary
@@ -8,8 +8,10 @@
     replicated    everything else: norms, q_a, kv_a, W1, confidence, gated and rnn maps
 
 A vocabulary of V rows gives rank i rows [i * n, (i + 1) * n) with n = ceil(V / P): the
-last ranks may be short or empty. Everything else must divide by P. Shards are views.
-Put together in rank order they are bitwise the whole.
+last ranks may be short or empty. vLLM pads V to a multiple of 64 before it divides: its
+ranks are sure to hold the same rows if 64 and P divide V, as for K3's 163840 and any
+power of two. Everything else must divide by P. Shards are views, but for gate_up, two
+pieces of the whole. Put together in rank order they are bitwise the whole.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,6 +56,11 @@ def shard(
 ) -> DraftWeights:
     """Rank `rank`'s part of whole weights."""
     check_shardable(config, size)
+    if len(weights.context_proj) != config.hidden_size:
+        raise InputError(
+            f"context_proj has {len(weights.context_proj)} rows, wanted hidden_size "
+            f"{config.hidden_size}: give whole weights, not a shard, and their config"
+        )
     if not 0 <= rank < size:
         raise InputError(f"rank {rank} of {size}: wanted 0 to {size - 1}")
 
@@ -101,9 +108,17 @@ def unshard(shards: Sequence[DraftWeights]) -> DraftWeights:
     def joined(pick: Callable[[DraftWeights], Tensor], dim: int = 0) -> Tensor:
         return torch.cat([pick(s) for s in shards], dim)
 
-    def optional(pick: Callable[[DraftWeights], Tensor | None]) -> Tensor | None:
+    def optional(
+        name: str, pick: Callable[[DraftWeights], Tensor | None]
+    ) -> Tensor | None:
         parts = [pick(s) for s in shards]
         found = [p for p in parts if p is not None]
+        absent = [str(rank) for rank, p in enumerate(parts) if p is None]
+        if found and absent:
+            raise InputError(
+                f"the shards of ranks {', '.join(absent)} hold no {name}, the others "
+                "do; give every rank's shard of the same weights"
+            )
         return torch.cat(found) if found else None
 
     def layer(i: int) -> LayerWeights:
@@ -117,15 +132,15 @@ def unshard(shards: Sequence[DraftWeights]) -> DraftWeights:
             down=joined(lambda s: s.layers[i].down, 1),
         )
 
+    w2 = optional("Markov head", lambda s: s.markov.w2 if s.markov else None)
     markov = first.markov
-    if markov is not None:
-        w2 = optional(lambda s: s.markov.w2 if s.markov else None)
-        markov = markov if w2 is None else replace(markov, w2=w2)
+    if markov is not None and w2 is not None:
+        markov = replace(markov, w2=w2)
     return replace(
         first,
         context_proj=joined(lambda s: s.context_proj),
         layers=tuple(layer(i) for i in range(len(first.layers))),
         markov=markov,
-        embedding=optional(lambda s: s.embedding),
-        lm_head=optional(lambda s: s.lm_head),
+        embedding=optional("embedding", lambda s: s.embedding),
+        lm_head=optional("lm_head", lambda s: s.lm_head),
     )
