@@ -4,16 +4,19 @@
 
 import json
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sparkgap.config import ConfigError, DraftConfig, MarkovConfig, RopeConfig, Yarn
 from sparkgap.errors import InputError
 from sparkgap.presets import PRESETS
 
+ROOT = Path(__file__).resolve().parent.parent
 BASE: dict[str, Any] = {
     "architectures": ["K3DSparkModel"],
     "model_type": "k3_dspark",
@@ -66,7 +69,8 @@ def test_defaults():
     assert config.name == "test"
     assert config.draft_vocab_size == 100
     assert config.target_hidden_size == 64
-    assert config.rms_norm_eps == 1e-5
+    # DeepseekV3Config's, as in vLLM, though published drafts all write 1e-5.
+    assert config.rms_norm_eps == 1e-6
     assert config.rope == RopeConfig(8, 50000.0, None)
     assert (config.causal, config.sample_from_anchor) == (False, True)
     assert (config.fc_norm, config.aux_hidden_stream) == (False, None)
@@ -107,6 +111,12 @@ SPELLINGS: list[tuple[str, dict[str, Any], str, Any]] = [
     ),
     (
         "",
+        {"dflash_config": {"markov_rank": 16, "markov_head_type": "gated"}},
+        "markov",
+        MarkovConfig("gated", 16),
+    ),
+    (
+        "",
         {"markov_rank": 16, "markov_head_type": "rnn"},
         "markov",
         MarkovConfig("rnn", 16),
@@ -115,6 +125,9 @@ SPELLINGS: list[tuple[str, dict[str, Any], str, Any]] = [
     (BLOCK, {"block_size": 5}, BLOCK, 5),
     (BLOCK, {"dspark_block_size": 5}, BLOCK, 5),
     (BLOCK, {"n_predict": 5}, BLOCK, 5),
+    (BLOCK, {"dflash_config": {"block_size": 5}}, BLOCK, 5),
+    (BLOCK, {"eagle_config": {"block_size": 5}}, BLOCK, 5),
+    (BLOCK, {"block_size": 5, "n_predict": 3}, BLOCK, 5),
     ("", {"rope_parameters": YARN}, "rope", RopeConfig(8, 1e6, Yarn(32, 64))),
     (
         "",
@@ -159,14 +172,10 @@ SPELLINGS: list[tuple[str, dict[str, Any], str, Any]] = [
     ("", {"sliding_window": -1}, "num_layers", 2),
     ("", {"sliding_window": False}, "num_layers", 2),
     ("", {"layer_types": ["full_attention"] * 2}, "causal", False),
-    ("", {"layer_types": ["causal_attention"] * 2}, "causal", True),
-    (
-        "",
-        {"layer_types": ["causal_attention"] * 2, "is_causal": False},
-        "causal",
-        False,
-    ),
+    ("", {"layer_types": ["full_attention"] * 2, "is_causal": True}, "causal", True),
     ("", {"is_causal": True}, "causal", True),
+    ("", {"is_causal": False, "dflash_config": {"causal": True}}, "causal", False),
+    ("", {"is_causal": None, "dflash_config": {"causal": True}}, "causal", True),
     ("", {"dflash_config": {"causal": True}}, "causal", True),
     ("", {"fc_norm": True}, "fc_norm", True),
     ("", {"aux_hidden_stream": "attn_res"}, "aux_hidden_stream", "attn_res"),
@@ -185,6 +194,9 @@ SPELLINGS: list[tuple[str, dict[str, Any], str, Any]] = [
         "markov",
     ),
     ("", {"confidence_head_with_markov": True}, "confidence", "none"),
+    ("", {"dflash_config": {"enable_confidence_head": True}}, "confidence", "hidden"),
+    ("", {"logit_scale": 1.0, "dspark_draft_topk": None}, "num_layers", 2),
+    ("", {"quantization_config": None, "dflash_config": None}, "num_layers", 2),
     ("model_type", {}, "num_heads", 4),
     ("architectures", {}, "num_heads", 4),
 ]
@@ -301,6 +313,12 @@ REFUSALS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
         {"quantization_config": {"quant_method": "fp8"}},
         ("quantization_config", "quantised", "bf16"),
     ),
+    ("", {"compression_config": {"a": 1}}, ("compression_config", "quantised")),
+    ("", {"logit_scale": 0.5}, ("logit_scale is 0.5", "leave it out")),
+    ("", {"dspark_draft_topk": 8}, ("dspark_draft_topk is 8", "leave it out")),
+    ("", {"dflash_config": "x"}, ("dflash_config is 'x'", "an object")),
+    ("", {"eagle_config": [1]}, ("eagle_config is [1]", "an object")),
+    ("", {"transformer_layer_config": 3}, ("_config is 3", "an object")),
     ("", {"hidden_act": "gelu"}, ("hidden_act is 'gelu'", "'silu'")),
     ("", {"sliding_window": 1024}, ("sliding_window is 1024", "null, 0 or -1")),
     ("", {"sliding_window": True}, ("sliding_window is True", "null, 0 or -1")),
@@ -314,7 +332,7 @@ REFUSALS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     (
         "",
         {"layer_types": ["causal_attention", "full_attention"]},
-        ("layer_types mixes", "one of them"),
+        ("layer_types holds causal_attention,", "full_attention"),
     ),
     ("", {"layer_types": "full_attention"}, ("layer_types is 'full", "a list")),
     ("", {"layer_types": 5}, ("layer_types is 5", "a list")),
@@ -325,20 +343,20 @@ REFUSALS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
         {"markov_rank": 4, "markov_head_type": "lstm"},
         ("'lstm'", "'vanilla' or 'gated' or 'rnn'"),
     ),
-    ("", {"markov_rank": -1}, ("markov_rank is -1", "at least 0")),
+    ("", {"markov_rank": -1}, ("markov_rank is -1", "from 0 to")),
     ("", {"markov_rank": True}, ("markov_rank is True", "whole number")),
     ("", {"hidden_size": None}, ("hidden_size is None", "set hidden_size")),
     ("", {"hidden_size": "64"}, ("hidden_size is '64'", "whole number")),
     ("", {"hidden_size": 64.0}, ("hidden_size is 64.0", "whole number")),
-    ("", {"num_attention_heads": 0}, ("num_attention_heads is 0", "at least 1")),
+    ("", {"num_attention_heads": 0}, ("num_attention_heads is 0", "from 1 to")),
     ("q_lora_rank", {}, ("q_lora_rank is None", "set q_lora_rank")),
     ("", {"qk_rope_head_dim": 7}, ("qk_rope_head_dim is 7", "even")),
-    (BLOCK, {}, ("block_size is None", "dspark_block_size or n_predict")),
-    ("", {"block_size": 0}, ("block_size is 0", "at least 1")),
+    (BLOCK, {}, ("block_size is None", "set block_size or dspark_block_size or")),
+    ("", {"block_size": 0}, ("block_size is 0", "from 1 to")),
     (
         "",
         {"block_size": 1, "sample_from_anchor": False},
-        ("block_size is 1", "at least 2"),
+        ("block_size is 1", "from 2 to"),
     ),
     (
         "",
@@ -347,12 +365,13 @@ REFUSALS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ),
     ("", {"sample_from_anchor": "yes"}, ("'yes'", "true or false")),
     ("", {"is_causal": 1}, ("is_causal is 1", "true or false")),
-    (MASK, {}, ("is None", "token id from 0 to 99")),
+    (MASK, {}, ("is None", "from 0 to 99", "or ptd_token_id")),
     ("", {"mask_token_id": 100}, ("mask_token_id is 100", "0 to 99")),
     ("", {"mask_token_id": -1}, ("mask_token_id is -1", "0 to 99")),
     ("", {"mask_token_id": True}, ("mask_token_id is True", "0 to 99")),
     ("", {"mask_token_id": "<mask>"}, ("'<mask>'", "0 to 99")),
-    ("", {"draft_vocab_size": 101}, ("draft_vocab_size is 101", "at most 100")),
+    ("", {"hidden_size": 2**31}, ("hidden_size is 2147483648", "to 2147483647")),
+    ("", {"draft_vocab_size": 101}, ("draft_vocab_size is 101", "from 1 to 100")),
     (TAPS, {}, ("target_layer_ids is None", "a list")),
     ("", {TAPS: []}, ("target_layer_ids is []", "a list")),
     ("", {TAPS: [1, True]}, ("[1, True]", "a list")),
@@ -379,10 +398,11 @@ REFUSALS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ),
     ("", {"rms_norm_eps": 0}, ("rms_norm_eps is 0", "above 0")),
     ("", {"rms_norm_eps": math.nan}, ("rms_norm_eps is nan", "above 0")),
+    ("", {"rms_norm_eps": 10**400}, ("rms_norm_eps is 1000", "above 0")),
     ("", {"rope_theta": math.inf}, ("rope_theta is inf", "above 0")),
     ("", {"rope_scaling": "yarn"}, ("rope_scaling is 'yarn'", "an object")),
     ("", {"rope_scaling": {"type": "linear"}}, ("'linear'", "'yarn'")),
-    ("", {"rope_parameters": {**YARN, "factor": None}}, ("factor is missing",)),
+    ("", {"rope_parameters": {**YARN, "factor": None}}, ("factor is None", "above 0")),
     (
         "",
         {"rope_parameters": {**YARN, "mscale": -1}},
@@ -394,6 +414,18 @@ REFUSALS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
         ("original_max_position_embeddings is None", "whole number"),
     ),
 ]
+
+
+# Every key that the tables name, at the top and one level down.
+TABLED = [changed for _, changed, *_ in (*SPELLINGS, *REFUSALS)]
+KEYS = set(BASE).union(*TABLED)
+INNER_KEYS = {
+    key
+    for changed in TABLED
+    for value in changed.values()
+    if isinstance(value, dict)
+    for key in value
+}
 
 
 @pytest.mark.parametrize(("without", "changed", "said"), REFUSALS)
@@ -445,6 +477,27 @@ def test_a_missing_vocabulary_is_one_problem():
 def test_a_wrong_size_is_one_problem(key):
     heads = {"enable_confidence_head": True, "confidence_head_with_markov": True}
     assert f"{key} is 'x'" in problem(**{"markov_rank": 4, **heads, key: "x"})
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(sorted(INNER_KEYS)), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(KEYS)), anything, min_size=1, max_size=4))
+@example({"rms_norm_eps": 10**400})
+def test_any_value_is_read_or_refused(changed):
+    try:
+        config = DraftConfig.from_dict(BASE | changed, name="test")
+    except ConfigError:
+        return
+    file = json.loads(json.dumps(config.to_dict()))
+    assert DraftConfig.from_dict(file, name="test") == config
 
 
 def test_keys_about_something_else_are_ignored():
@@ -559,6 +612,207 @@ def test_what_the_presets_say():
         DraftConfig.preset("kimi")
 
 
+# Published configs. What no public source says is assumed: the layer geometry of the
+# other families, and ids that only need to be in range.
+INFERACT: dict[str, Any] = {
+    "architectures": ["K3DSparkModel"],
+    "model_type": "k3_dspark",
+    "bos_token_id": 163584,
+    "eos_token_id": 163586,
+    "pad_token_id": 163839,
+    "hidden_act": "silu",
+    "hidden_size": 7168,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "mla_use_nope": False,
+    "mla_use_output_gate": False,
+    "vocab_size": 163840,
+    "draft_vocab_size": 163840,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 1048576,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "factor": 32,
+        "original_max_position_embeddings": 32768,
+        "rope_theta": 50000,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1,
+        "mscale_all_dim": 1,
+    },
+    "target_hidden_size": 7168,
+    "num_target_layers": 5,
+    "target_num_hidden_layers": 93,
+    "target_layer_ids": [2, 23, 47, 71, 89],
+    "block_size": 7,
+    "mask_token_id": 163837,
+    "markov_rank": 256,
+    "markov_head_type": "vanilla",
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}
+# Speculators keep these one level down.
+IN_LAYERS = {
+    key: value
+    for key, value in INFERACT.items()
+    if key.startswith(("hidden_", "intermediate", "num_hidden", "num_a", "q_", "kv_"))
+    or key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rms_norm_eps")
+}
+SERVED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Inferact/Kimi-K3-DSpark": (
+        {},
+        {
+            "num_heads": 64,
+            "target_layer_ids": (2, 23, 47, 71, 89),
+            "num_drafts": 7,
+            "causal": False,
+            "markov": MarkovConfig("vanilla", 256),
+            "confidence": "markov",
+            "softmax_scale": 192**-0.5 * (0.1 * math.log(32) + 1) ** 2,
+        },
+    ),
+    "lightseekorg/kimi-k3-dspark": (
+        {
+            "fc_norm": True,
+            "aux_hidden_stream": "attn_res",
+            "target_layer_ids": [7, 31, 47, 63, 87],
+            "rope_parameters": None,
+            "rope_theta": 50000,
+        },
+        {
+            "fc_norm": True,
+            "aux_hidden_stream": "attn_res",
+            "target_layer_ids": (7, 31, 47, 63, 87),
+            "rope": RopeConfig(64, 50000.0),
+            "softmax_scale": 192**-0.5,
+        },
+    ),
+    "Inferact/Kimi-K3.1-Pro-DSpark-preview": (
+        {"num_attention_heads": 96, "markov_rank": 512, "is_causal": True},
+        {
+            "num_heads": 96,
+            "markov": MarkovConfig("vanilla", 512),
+            "causal": True,
+            "num_drafts": 7,
+        },
+    ),
+    "Inferact/Kimi-K3-DSpark-Block5": (
+        {
+            **dict.fromkeys(IN_LAYERS),
+            "transformer_layer_config": IN_LAYERS | {"num_hidden_layers": 3},
+            "speculators_model_type": "dspark",
+            "target_layer_ids": None,
+            "num_target_layers": None,
+            "aux_hidden_state_layer_ids": [3, 48, 90],
+            "block_size": 5,
+            "sample_from_anchor": True,
+            "is_causal": True,
+        },
+        {
+            "num_layers": 3,
+            "target_layer_ids": (2, 47, 89),
+            "num_drafts": 5,
+            "causal": True,
+        },
+    ),
+    "slippedJim/Kimi-K3-Draft": (
+        {"mla_use_nope": None, "mla_use_output_gate": None, "hidden_act": None},
+        {"num_drafts": 7, "causal": False, "confidence": "markov"},
+    ),
+}
+GQA = {"num_key_value_heads": 16, "head_dim": 64, "hidden_size": 7168}
+QWEN3, GEMMA4 = "GQA draft of the Qwen3 family", "GQA draft of the Gemma4 family"
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "RadixArk/Kimi-K3-DSpark": (
+        GQA | {"architectures": ["DSparkDraftModel"], "model_type": "qwen3"},
+        QWEN3,
+    ),
+    "LithosAI/Kimi-K3.1-Pro-DSpark": (GQA | {"model_type": "qwen3"}, QWEN3),
+    "novita/kimi-k2.7-code-dspark": (
+        {
+            "architectures": ["DSparkDraftModel"],
+            "speculators_model_type": "dspark",
+            "transformer_layer_config": GQA | {"model_type": "qwen3"},
+            "aux_hidden_state_layer_ids": [1, 29, 57],
+            "draft_vocab_size": 32000,
+        },
+        QWEN3,
+    ),
+    "deepseek-ai/dspark_qwen3_8b_block7": (
+        GQA | {"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3"},
+        QWEN3,
+    ),
+    "deepseek-ai/dspark_gemma4_12b_block7": (
+        {"architectures": ["Gemma4DSparkModel"]},
+        GEMMA4,
+    ),
+    "makora-ai/gemma4-26b-a4b-dspark": (
+        {"transformer_layer_config": {"model_type": "gemma4"}},
+        GEMMA4,
+    ),
+    "deepseek-ai/DeepSeek-V4-Flash-DSpark": (
+        {"model_type": "deepseek_v4", "dspark_target_layer_ids": [40, 41, 42]},
+        "a DeepSeek-V4 draft",
+    ),
+    "RedHatAI/Kimi-K3-speculator.dspark": (
+        INFERACT | {"sliding_window": 2048},
+        "sliding windows are",
+    ),
+    "kodelow/Kimi-K3-DSpark-FP8": (
+        INFERACT | {"quantization_config": {"quant_method": "fp8"}},
+        "quantised drafts are",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_published_drafts_that_are_served(name):
+    changed, expected = SERVED[name]
+    config = DraftConfig.from_dict(INFERACT | changed, name=name)
+    found = {field: getattr(config, field) for field in expected}
+    assert found == {
+        field: pytest.approx(value) if isinstance(value, float) else value
+        for field, value in expected.items()
+    }
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_published_drafts_that_are_not_served_yet(name):
+    file, said = REFUSED[name]
+    with pytest.raises(ConfigError) as caught:
+        DraftConfig.from_dict(file, name=name)
+    (only,) = caught.value.problems
+    assert said in only
+    assert "not served yet" in only
+
+
+def test_an_architecture_of_nope_and_gates_is_refused_for_all_of_it():
+    # NeMo AutoModel's draft of Kimi K3.
+    gated = {"mla_use_nope": True, "mla_use_output_gate": True, "hidden_act": "situ"}
+    with pytest.raises(ConfigError) as caught:
+        DraftConfig.from_dict(INFERACT | gated, name="nemo")
+    assert len(caught.value.problems) == len(gated)
+
+
+def test_the_preset_is_the_published_config():
+    assert DraftConfig.from_dict(INFERACT, name="kimi-k3") == DraftConfig.preset(
+        "kimi-k3"
+    )
+
+
+def test_the_preset_is_the_shipped_draft():
+    (shipped,) = (ROOT / "models" / "sparkgap_demo").glob("*/config.json")
+    config = DraftConfig.from_pretrained(shipped.parent)
+    assert replace(config, name="smollm2-135m") == DraftConfig.preset("smollm2-135m")
+
+
 def test_a_folder(tmp_path):
     folder = tmp_path / "some-draft"
     folder.mkdir()
@@ -575,12 +829,20 @@ def test_a_folder(tmp_path):
         (b"{", "is not valid JSON"),
         (b"\xff\xfe", "is not valid JSON"),
         (b"[]", "holds a list, wanted an object"),
+        (b"[" * 200_000, "is not valid JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "is not valid JSON"),
     ],
 )
 def test_broken_folders(tmp_path, content, said):
     if content is not None:
         (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(InputError, match=said):
+        DraftConfig.from_pretrained(tmp_path)
+
+
+def test_a_config_that_cannot_be_read(tmp_path):
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(InputError, match=r"config\.json cannot be read: .*readable"):
         DraftConfig.from_pretrained(tmp_path)
 
 

@@ -170,7 +170,12 @@ class DraftConfig:
                 f"{folder} holds no config.json; give a folder with config.json and "
                 "safetensors"
             ) from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise InputError(
+                f"{file} cannot be read: {error.strerror}; make it a readable file"
+            ) from None
+        except (ValueError, RecursionError) as error:
+            # Bad UTF-8, numbers of over 4300 digits and deep nesting included.
             raise InputError(
                 f"{file} is not valid JSON: {error}; copy it anew"
             ) from None

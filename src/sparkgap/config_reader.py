@@ -5,12 +5,12 @@
 Sources of the spellings: vLLM 0.33.0 (`transformers_utils/configs/k3_dspark.py`,
 `config/speculative.py`, `v1/worker/gpu/spec_decode/utils.py`), DeepSpec, speculators
 0.9, published checkpoints. Of two spellings in one file the first in vLLM's order of
-look-up counts. Keys that say nothing about the draft (dtype, token
-ids of the tokenizer, transformers_version, …) are ignored; a value that is known to
-change the computation and is not served is refused.
+look-up counts. Keys that say nothing about the draft (dtype, token ids of the
+tokenizer, transformers_version, …) are ignored; a value that is known to change the
+computation and is not served is refused.
 """
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -35,11 +35,11 @@ OTHER_FAMILIES = {
     "deepseek_v41": "a DeepSeek-V4 draft inside its target's checkpoint",
 }
 DEFAULT_THETA = 50000.0
-CAUSAL_LAYER = "causal_attention"
-# What a wrong size counts as, so that others are not found too large for it.
+# What vLLM's K3DSparkConfig inherits from DeepseekV3Config.
+DEFAULT_EPS = 1e-6
+# What a wrong size counts as, so that others are not found too large for it; no right
+# one reaches it.
 ANY_SIZE = 2**31
-
-
 # A speculators file is told by these.
 LAYER_CONFIG = "transformer_layer_config"
 SPECULATORS_KEYS = {LAYER_CONFIG, "speculators_model_type"}
@@ -71,26 +71,32 @@ class _Reader:
                 return key, value
         return keys[0], None
 
-    def integer(self, *keys: str, default: int | None = None, least: int = 1) -> int:
+    def integer(
+        self,
+        *keys: str,
+        default: int | None = None,
+        least: int = 1,
+        most: int = ANY_SIZE - 1,
+    ) -> int:
         key, value = self.find(*keys)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            names = " or ".join(keys)
+        is_int = isinstance(value, int) and not isinstance(value, bool)
+        if not is_int or not least <= value <= most:
             self.problems.append(
-                f"{key} is {value!r}, wanted a whole number of at least {least}: "
-                f"set {names}"
+                f"{key} is {value!r}, wanted a whole number from {least} to {most}: "
+                f"set {' or '.join(keys)}"
             )
             return ANY_SIZE
-        return value
+        return int(value)
 
-    def number(self, *keys: str, default: float) -> float:
+    def number(self, *keys: str, default: float | None = None) -> float:
         key, value = self.find(*keys)
-        if value is None:
+        if value is None and default is not None:
             return default
         if not _is_number(value) or value <= 0:
             self.problems.append(f"{key} is {value!r}, wanted a number above 0")
-            return default
+            return 1.0
         return float(value)
 
     def flag(self, *keys: str, default: bool) -> bool:
@@ -102,8 +108,8 @@ class _Reader:
             return default
         return value
 
-    def choice(self, key: str, options: tuple[str, ...], default: str) -> str:
-        _, value = self.find(key)
+    def choice(self, *keys: str, options: tuple[str, ...], default: str) -> str:
+        key, value = self.find(*keys)
         if value is None:
             return default
         if value not in options:
@@ -117,7 +123,7 @@ class _Reader:
 def _is_number(value: Any) -> bool:
     """JSON as Python reads it also has NaN and Infinity."""
     is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_real and math.isfinite(value)
+    return is_real and abs(value) <= sys.float_info.max
 
 
 def read_config(raw: Mapping[str, Any], name: str) -> DraftConfig:
@@ -146,8 +152,8 @@ def read_config(raw: Mapping[str, Any], name: str) -> DraftConfig:
         qk_rope_head_dim=rope_dim,
         v_head_dim=r.integer("v_head_dim"),
         vocab_size=vocab,
-        draft_vocab_size=r.integer("draft_vocab_size", default=vocab),
-        rms_norm_eps=r.number("rms_norm_eps", default=1e-5),
+        draft_vocab_size=r.integer("draft_vocab_size", default=vocab, most=vocab),
+        rms_norm_eps=r.number("rms_norm_eps", default=DEFAULT_EPS),
         max_position_embeddings=r.integer("max_position_embeddings"),
         rope=_rope(r, rope_dim),
         target_hidden_size=r.integer("target_hidden_size", default=hidden),
@@ -156,6 +162,8 @@ def read_config(raw: Mapping[str, Any], name: str) -> DraftConfig:
         block_size=r.integer(
             "block_size",
             "dspark_block_size",
+            "dflash_config.block_size",
+            "eagle_config.block_size",
             "n_predict",
             least=1 if anchor_first else 2,
         ),
@@ -167,11 +175,6 @@ def read_config(raw: Mapping[str, Any], name: str) -> DraftConfig:
         markov=_markov(r),
         confidence=_confidence(r),
     )
-    if vocab < config.draft_vocab_size < ANY_SIZE:
-        r.problems.append(
-            f"draft_vocab_size is {config.draft_vocab_size}, wanted at most {vocab}, "
-            "the vocab_size"
-        )
     if config.confidence == "markov" and config.markov is None:
         r.problems.append(
             "confidence_head_with_markov is true but markov_rank is 0: the head has no "
@@ -215,12 +218,20 @@ def _refuse_unserved(r: _Reader) -> None:
     for key in ("mla_use_nope", "mla_use_output_gate", "mla_use_qk_norm"):
         if r.flag(key, default=False):
             r.problems.append(f"{key} is true, not served: only plain MLA is (false)")
-    if r.raw.get("quantization_config"):
-        r.problems.append(
-            "quantization_config is set, quantised drafts are not served yet: use the "
-            "bf16 checkpoint"
-        )
-    r.choice("hidden_act", ("silu",), "silu")
+    for key in ("quantization_config", "compression_config"):
+        if r.raw.get(key):
+            r.problems.append(
+                f"{key} is set, quantised drafts are not served yet: use the bf16 "
+                "checkpoint"
+            )
+    for key, neutral in (("logit_scale", 1), ("dspark_draft_topk", None)):
+        value = r.raw.get(key, neutral)
+        if value != neutral:
+            r.problems.append(f"{key} is {value!r}, not served yet: leave it out")
+    for key in ("dflash_config", "eagle_config", LAYER_CONFIG):
+        if not isinstance(r.raw.get(key, {}), Mapping):
+            r.problems.append(f"{key} is {r.raw[key]!r}, wanted an object or null")
+    r.choice("hidden_act", options=("silu",), default="silu")
     key, window = r.find("sliding_window")
     # 0, -1 and null all mean no window in published files.
     if window not in (None, 0, -1, False):
@@ -233,15 +244,10 @@ def _refuse_unserved(r: _Reader) -> None:
     if not isinstance(kinds, (list, tuple)):
         r.problems.append(f"layer_types is {kinds!r}, wanted a list")
         return
-    odd = sorted({str(k) for k in kinds} - {"full_attention", CAUSAL_LAYER})
+    odd = sorted({str(kind) for kind in kinds} - {"full_attention"})
     if odd:
         r.problems.append(
             f"layer_types holds {', '.join(odd)}, not served yet: full_attention"
-        )
-    elif len(set(kinds)) > 1:
-        r.problems.append(
-            f"layer_types mixes full_attention and {CAUSAL_LAYER}, not served yet: "
-            "one of them for all layers"
         )
 
 
@@ -262,42 +268,32 @@ def _anchor_first(r: _Reader) -> bool:
 
 
 def _causal(r: _Reader) -> bool:
-    """vLLM's order: is_causal, dflash_config.causal, then a causal layer type."""
-    kinds = r.find("layer_types")[1]
-    is_list = isinstance(kinds, (list, tuple))
-    return r.flag(
-        "is_causal",
-        "dflash_config.causal",
-        default=is_list and CAUSAL_LAYER in kinds,
-    )
+    """vLLM's order: is_causal, dflash_config.causal, then layer_types, of which only
+    sliding_attention is causal, and that is refused: what is left is not causal."""
+    return r.flag("is_causal", "dflash_config.causal", default=False)
 
 
 def _aux_stream(r: _Reader) -> str | None:
-    stream = r.choice("aux_hidden_stream", ("attn_res", "none"), "none")
+    streams = ("attn_res", "none")
+    stream = r.choice("aux_hidden_stream", options=streams, default="none")
     return None if stream == "none" else stream
 
 
 def _mask_token(r: _Reader, vocab: int) -> int:
-    key, value = r.find(
+    return r.integer(
         "dflash_config.mask_token_id",
         "mask_token_id",
         "dspark_noise_token_id",
         "pard_token",
         "ptd_token_id",
+        least=0,
+        most=vocab - 1,
     )
-    is_id = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if not is_id or value >= vocab:
-        r.problems.append(
-            f"{key} is {value!r}, wanted a token id from 0 to {vocab - 1}"
-        )
-        return 0
-    return int(value)
 
 
 def _target_layers(r: _Reader) -> int | None:
-    if r.find("target_num_hidden_layers")[1] is None:
-        return None
-    return r.integer("target_num_hidden_layers")
+    key = "target_num_hidden_layers"
+    return r.integer(key) if key in r.raw else None
 
 
 def _tap_ids(r: _Reader, target_layers: int | None) -> tuple[int, ...]:
@@ -357,7 +353,7 @@ def _rope(r: _Reader, dim: int) -> RopeConfig:
         return RopeConfig(dim, theta)
     mscale = _plain_number(r, f"{place}.mscale")
     yarn = Yarn(
-        factor=_required(r, f"{place}.factor"),
+        factor=r.number(f"{place}.factor"),
         original_max_position=r.integer(f"{place}.original_max_position_embeddings"),
         beta_fast=r.number(f"{place}.beta_fast", default=32.0),
         beta_slow=r.number(f"{place}.beta_slow", default=1.0),
@@ -366,12 +362,6 @@ def _rope(r: _Reader, dim: int) -> RopeConfig:
         attention_factor=_plain_number(r, f"{place}.attention_factor"),
     )
     return RopeConfig(dim, theta, yarn)
-
-
-def _required(r: _Reader, key: str) -> float:
-    if r.find(key)[1] is None:
-        r.problems.append(f"{key} is missing, wanted a number above 0")
-    return r.number(key, default=1.0)
 
 
 def _plain_number(r: _Reader, key: str) -> float | None:
@@ -387,12 +377,20 @@ def _plain_number(r: _Reader, key: str) -> float | None:
 
 def _markov(r: _Reader) -> MarkovConfig | None:
     rank = r.integer("markov_rank", "dflash_config.markov_rank", default=0, least=0)
-    kind: Any = r.choice("markov_head_type", ("vanilla", "gated", "rnn"), "vanilla")
+    kind: Any = r.choice(
+        "markov_head_type",
+        "dflash_config.markov_head_type",
+        options=("vanilla", "gated", "rnn"),
+        default="vanilla",
+    )
     return MarkovConfig(kind, rank) if rank else None
 
 
 def _confidence(r: _Reader) -> Literal["none", "hidden", "markov"]:
-    if not r.flag("enable_confidence_head", default=False):
+    enabled, with_markov = (
+        r.flag(key, f"dflash_config.{key}", default=False)
+        for key in ("enable_confidence_head", "confidence_head_with_markov")
+    )
+    if not enabled:
         return "none"
-    with_markov = r.flag("confidence_head_with_markov", default=False)
     return "markov" if with_markov else "hidden"
