@@ -15,9 +15,11 @@ from sparkgap.checkpoint import save_checkpoint
 from sparkgap.config import DraftConfig
 from sparkgap.drafter import DraftBatch, Drafter
 from sparkgap.errors import InputError
-from sparkgap.model import Block, Buffers, Draft, step
+from sparkgap.model import Block, Buffers, Draft, DraftModel, step
 from sparkgap.ops.markov_sample import Sampling
 from sparkgap.ops.mla_decode import Extent
+from sparkgap.primitives import packed
+from sparkgap.verify.tolerance import STEP_BF16, relative_error
 from sparkgap.weights import DraftWeights, random_weights
 from tiny import draft_config
 
@@ -327,6 +329,41 @@ def test_limits_of_the_config_are_kept() -> None:
             Drafter(config, weights, num_drafts=drafts)
     with pytest.raises(InputError, match="takes 1 to 512"):
         Drafter(config, weights, max_model_len=513)
+
+
+def test_packing_changes_no_draft() -> None:
+    """bf16 on a CPU runs on packed weights, fp32 numerics on plain ones; in logits of
+    equal roundings the two are the same drafter."""
+    config = DraftConfig.from_dict(draft_config(), name="tiny")
+    weights = random_weights(config, dtype=torch.bfloat16)
+    if not packed.can_pack(weights.context_proj):
+        pytest.skip("this torch, on this machine, packs no bfloat16 weight")
+    drafter = Drafter(config, weights, max_requests=4, max_model_len=MAX_LEN)
+    lm_head = drafter.model.weights.lm_head
+    assert lm_head is not None
+    assert lm_head.is_mkldnn
+    feed(drafter, "a", taps(0, 90))
+    wanted = batch(a=THREE["a"])
+    found = drafter.propose(wanted)
+    drafter.model = DraftModel(config, weights, MAX_LEN)
+    feed(drafter, "a", taps(0, 90))
+    plain = drafter.propose(wanted)
+    assert torch.equal(found.tokens, plain.tokens)
+    assert found.logits is not None
+    assert plain.logits is not None
+    assert relative_error(found.logits, plain.logits) < STEP_BF16
+
+
+def test_fp32_numerics_keep_plain_weights() -> None:
+    config = DraftConfig.from_dict(draft_config(), name="tiny")
+    weights = random_weights(config, dtype=torch.bfloat16)
+    drafter = Drafter(
+        config, weights, max_requests=4, max_model_len=MAX_LEN, numerics="fp32"
+    )
+    feed(drafter, "a", taps(0, 90))
+    draft = drafter.propose(batch(a=THREE["a"]))
+    assert draft.logits is not None
+    assert draft.logits.dtype == torch.float32
 
 
 def test_from_pretrained_is_the_same_drafter(tmp_path: Path) -> None:

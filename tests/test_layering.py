@@ -50,11 +50,11 @@ ALLOWED: dict[str, set[str]] = {
     "model": {"ops", "primitives", "weights", "kv_cache"},
     # Chooses among implementations; never runs one.
     "plan": {"ops"},
-    "drafter": {"model", "ops", "weights", "kv_cache"},
+    "drafter": {"model", "ops", "primitives", "weights", "kv_cache"},
     # Tolerances: numbers with their derivation, which tests and commands compare by.
     "verify": set(),
     # The engine-free loop sees a drafter, never the model behind it.
-    "speculate": {"drafter"},
+    "speculate": {"drafter", "primitives"},
     # Measures the loop; counts a step's bytes by the shapes of its weights.
     "bench": {"speculate", "drafter", "weights"},
     # Trains `model` itself; data come from a target, the held-out prompts from bench.

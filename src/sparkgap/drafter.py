@@ -30,6 +30,7 @@ from sparkgap.kv_cache import BlockTables, LatentCache
 from sparkgap.model import Block, Draft, DraftModel
 from sparkgap.ops.markov_sample import Numerics, Sampling
 from sparkgap.ops.mla_decode import Extent
+from sparkgap.primitives import packed
 from sparkgap.weights import DraftWeights
 
 BLOCK_SIZE = 64
@@ -73,7 +74,6 @@ class Drafter:
         self.max_requests = max_requests
         self.max_model_len = _model_len(config, max_model_len)
         _check_bound(config, weights)
-        self.model = DraftModel(self.config, weights, self.max_model_len)
         blocks = 1 + max_requests * -(-self.max_model_len // BLOCK_SIZE)
         self._tables = BlockTables(blocks, BLOCK_SIZE)
         like = weights.context_proj
@@ -84,6 +84,9 @@ class Drafter:
             ),
             (1.0,) * config.num_layers,
         )
+        if numerics == "stock" and packed.can_pack(weights.context_proj):
+            weights = _packed(weights, max_requests * config.block_size)
+        self.model = DraftModel(self.config, weights, self.max_model_len)
 
     @classmethod
     def from_pretrained(
@@ -282,6 +285,25 @@ def _multiplies_bf16(device: torch.device) -> bool:
 def _bind(own: Tensor | None, lent: Tensor | None, like: Tensor) -> Tensor | None:
     tensor = own if own is not None else lent
     return None if tensor is None else tensor.detach().to(like)
+
+
+def _packed(weights: DraftWeights, rows: int) -> DraftWeights:
+    """The same weights, those of the linear ops packed for `rows` rows."""
+
+    def pack(weight: Tensor) -> Tensor:
+        return packed.pack(weight, rows)
+
+    w, layers = weights, []
+    for layer in w.layers:
+        names = ("q_a", "q_b", "kv_a", "o", "gate_up", "down")
+        layers.append(replace(layer, **{n: pack(getattr(layer, n)) for n in names}))
+    return replace(
+        w,
+        context_proj=pack(w.context_proj),
+        layers=tuple(layers),
+        markov=None if w.markov is None else replace(w.markov, w2=pack(w.markov.w2)),
+        lm_head=None if w.lm_head is None else pack(w.lm_head),
+    )
 
 
 def _check_bound(config: DraftConfig, weights: DraftWeights) -> None:

@@ -9,11 +9,13 @@ import torch
 from cases import FLOATS, largest, name, rand
 from oracle import assert_close, exact
 from sparkgap.ops.linear import linear
+from sparkgap.primitives import packed
 from sparkgap.verify.tolerance import bound
 
 
-def check_linear(x, weight, bias=None, out_dtype=None):
-    out = linear(x, weight, bias, out_dtype)
+def check_linear(x, weight, bias=None, out_dtype=None, given=None):
+    """`given`: what stands for the weight, by default itself."""
+    out = linear(x, weight if given is None else given, bias, out_dtype)
     rows, columns = exact(x), exact(weight)
     want = np.array([[float(w @ r) for w in columns] for r in rows])
     want = want.reshape(len(rows), len(columns))
@@ -47,6 +49,26 @@ def check_linear(x, weight, bias=None, out_dtype=None):
 def test_dot_products(dtype, m, n, k, with_bias):
     bias = rand(n, seed=3, dtype=dtype) if with_bias else None
     check_linear(rand(m, k, seed=1, dtype=dtype), rand(n, k, seed=2, dtype=dtype), bias)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 17, 33), (7, 96, 64), (13, 3, 1000), (64, 5, 8)]
+)
+@pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
+def test_a_packed_weight_is_the_same_weight(m, n, k, with_bias):
+    weight = rand(n, k, seed=2, dtype=torch.bfloat16)
+    if not packed.can_pack(weight):
+        pytest.skip("this torch, on this machine, packs no bfloat16 weight")
+    bias = rand(n, seed=3, dtype=torch.bfloat16) if with_bias else None
+    x = rand(m, k, seed=1, dtype=torch.bfloat16)
+    given = packed.pack(weight, 8)
+    assert given.is_mkldnn
+    check_linear(x, weight, bias, given=given)
+
+
+def test_only_bfloat16_is_packed():
+    assert not packed.can_pack(torch.zeros(2, 2))
+    assert not packed.can_pack(torch.zeros(2, 2, dtype=torch.float16))
 
 
 @pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
